@@ -36,10 +36,10 @@ class FrameSource {
 struct Flow {
   FrameSource* source = nullptr;
   Link* link = nullptr;
-  uint32_t label = 0;      ///< the receiver's label of the group
-  uint16_t position = 0;   ///< the owner's number of this flow
+  uint32_t label = 0;            ///< the receiver's label of the group
+  uint16_t position = 0;         ///< the owner's number of this flow
   uint16_t pending_control = 0;  ///< bit = frame type
-  Flow* next = nullptr;    ///< in the link's list of flows with something to send
+  Flow* next = nullptr;          ///< in the link's list of flows with something to send
   bool listed = false;
 
   std::vector<FrameId> ring;  ///< capacity fixed when the group forms; a power of two

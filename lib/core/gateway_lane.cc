@@ -37,6 +37,10 @@ void GatewayLane::apply(std::shared_ptr<const Snapshot> snapshot, Nanoseconds no
     if (is != nullptr)
       is->lanes[lane_]->attach(links_.wheel, counters_, output_, is->budget.get(), &links_.active, now);
   }
+  budgets_.clear();
+  if (lane_ == 0)
+    for (const auto& neighbour : snapshot_->neighbours)
+      if (neighbour != nullptr && neighbour->budget != nullptr) budgets_.push_back(neighbour->budget.get());
   for (const GroupEntry& entry : snapshot_->groups) {
     if (entry.group == nullptr || lane_ >= entry.group->lanes.size()) continue;
     GroupLane& group = *entry.group->lanes[lane_];
@@ -56,8 +60,7 @@ uint32_t GatewayLane::receive(const Arrival& arrival, Nanoseconds now) {
   if (header.lane != lane_) return drop(GG_DROP_BAD_LANE);
   if (gg_label_site(header.label) != site_) return drop(GG_DROP_BAD_LABEL);
   const uint32_t index = Snapshot::neighbour_of_link(header.link);
-  const Neighbour* neighbour =
-      index < snapshot_->neighbours.size() ? snapshot_->neighbours[index].get() : nullptr;
+  const Neighbour* neighbour = index < snapshot_->neighbours.size() ? snapshot_->neighbours[index].get() : nullptr;
   if (neighbour == nullptr || neighbour->local_link != header.link) return drop(GG_DROP_UNKNOWN_LINK);
   if (neighbour->source != 0 && neighbour->source != arrival.source) return drop(GG_DROP_WRONG_SOURCE);
 
@@ -127,8 +130,12 @@ bool GatewayLane::receive_frame(const ReceivedFrame& frame, const Neighbour& nei
   return false;
 }
 
-void GatewayLane::poll(Nanoseconds now, uint32_t budget_packets) { links_.poll(now, budget_packets); }
+void GatewayLane::poll(Nanoseconds now, uint32_t budget_packets) {
+  links_.poll(now, budget_packets);
+}
 
-Nanoseconds GatewayLane::next_deadline() const { return links_.next_deadline(); }
+Nanoseconds GatewayLane::next_deadline() const {
+  return links_.next_deadline();
+}
 
 }  // namespace gradgate::core

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "core/counters.h"
 #include "core/event.h"
@@ -53,6 +54,7 @@ class GatewayLane {
   LaneCounters counters_;
   LinkScheduler links_;
   std::shared_ptr<const Snapshot> snapshot_;
+  std::vector<PeerBudget*> budgets_;  ///< lane 0: what it runs for all lanes
 };
 
 }  // namespace gradgate::core

@@ -33,10 +33,10 @@ struct GroupConfig {
   uint32_t window = 64;         ///< slots per lane; a power of two
   /// All-reduces with three and more sites use exchange up to this many bytes, sharded roots above.
   uint32_t exchange_limit_bytes = 64 * 1024;
-  std::vector<GroupMember> members;     ///< local workers, by rank
-  std::vector<GroupSite> sites;         ///< all sites of the group by site id, this one included
-  std::vector<uint16_t> site_of_rank;   ///< site id by rank
-  std::vector<uint32_t> start;          ///< first index of each lane: start[l] mod lanes == l
+  std::vector<GroupMember> members;    ///< local workers, by rank
+  std::vector<GroupSite> sites;        ///< all sites of the group by site id, this one included
+  std::vector<uint16_t> site_of_rank;  ///< site id by rank
+  std::vector<uint32_t> start;         ///< first index of each lane: start[l] mod lanes == l
   Nanoseconds stall_report_ns = 10 * kSecond;
   Nanoseconds call_timeout_ns = 600 * kSecond;
 };

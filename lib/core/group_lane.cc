@@ -91,7 +91,8 @@ FrameFate GroupLane::admit(const gg_frame& frame, uint16_t rank, Nanoseconds now
   const bool has_length = frame.type != GG_READY;
   Slot& s = slot(index);
   if ((s.flags & kUsed) == 0) {
-    const bool fits = has_length ? is_consistent(call) && call.length <= config_.chunk_bytes : call.kind != GG_KIND_NONE;
+    const bool fits =
+        has_length ? is_consistent(call) && call.length <= config_.chunk_bytes : call.kind != GG_KIND_NONE;
     if (!fits || call.root >= config_.size) {
       reason = GG_DROP_BAD_FRAME;
       return FrameFate::kDropped;
@@ -213,8 +214,8 @@ FrameFate GroupLane::on_ready(uint32_t member, const gg_frame& frame, Nanosecond
   return fate;
 }
 
-FrameFate GroupLane::on_partial(uint32_t site, const gg_frame& frame, uint8_t* payload, Buffer buffer,
-                                Nanoseconds now, gg_drop& reason) {
+FrameFate GroupLane::on_partial(uint32_t site, const gg_frame& frame, uint8_t* payload, Buffer buffer, Nanoseconds now,
+                                gg_drop& reason) {
   Slot* s = nullptr;
   const FrameFate fate = admit(frame, rank_of_site(site, call_of(frame)), now, reason, s);
   if (fate != FrameFate::kKept) return fate;

@@ -138,7 +138,7 @@ class GroupLane final : public FrameSource {
   const uint8_t lane_shift_;
   const uint32_t members_;
   const uint32_t sites_;
-  uint32_t self_ = 0;          ///< position of this site in config.sites
+  uint32_t self_ = 0;  ///< position of this site in config.sites
   uint32_t total_weight_ = 0;
   uint32_t ranks_in_sites_ = 0;
 
@@ -148,15 +148,15 @@ class GroupLane final : public FrameSource {
   std::vector<Slot> slots_;
   std::vector<uint8_t> member_states_, site_states_;
   std::vector<Payload> contributions_, site_partials_;
-  std::vector<const uint8_t*> operands_;       ///< scratch of one sum
-  std::vector<Flow> flows_;                    ///< members, then sites
-  std::vector<uint16_t> member_of_rank_;       ///< position in config.members, or kNoMember
-  std::vector<uint32_t> site_watermarks_;      ///< by position in config.sites
+  std::vector<const uint8_t*> operands_;   ///< scratch of one sum
+  std::vector<Flow> flows_;                ///< members, then sites
+  std::vector<uint16_t> member_of_rank_;   ///< position in config.members, or kNoMember
+  std::vector<uint32_t> site_watermarks_;  ///< by position in config.sites
   std::vector<uint16_t> site_position_of_rank_;
   uint32_t low_ = 0;
   uint32_t announced_low_ = 0, announced_watermark_ = 0;
   uint32_t used_ = 0;
-  bool failed_ = false;       ///< frames are dropped: a mismatch was seen, or control says so
+  bool failed_ = false;  ///< frames are dropped: a mismatch was seen, or control says so
   bool timed_out_ = false;
   Nanoseconds last_stall_report_ = 0;
   std::string error_;

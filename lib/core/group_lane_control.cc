@@ -74,8 +74,7 @@ void GroupLane::update(const GroupEntry& entry, const Snapshot& snapshot) {
     const bool to_member = flow.position < members_;
     const uint32_t site = flow.position - members_;
     if (!to_member && site == self_) continue;
-    const uint32_t neighbour =
-        to_member ? config_.members[flow.position].neighbour : config_.sites[site].neighbour;
+    const uint32_t neighbour = to_member ? config_.members[flow.position].neighbour : config_.sites[site].neighbour;
     const uint32_t label = to_member ? config_.members[flow.position].label : entry.site_labels[site];
     const Neighbour* n = neighbour < snapshot.neighbours.size() ? snapshot.neighbours[neighbour].get() : nullptr;
     Link* link = n == nullptr || label == 0 ? nullptr : n->lanes[lane_].get();

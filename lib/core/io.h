@@ -39,10 +39,10 @@ struct Payload {
 struct Datagram {
   uint32_t neighbour = kNoNeighbour;  ///< index into the snapshot's neighbours (a worker's core: always 0)
   uint8_t lane = 0;
-  bool trailer_crc = false;           ///< the sender appends wire::packet_crc32c, big-endian
-  const uint8_t* header = nullptr;    ///< link header, frame headers and payload of all frames but the last one's
-  uint16_t header_bytes = 0;          ///< even
-  const Payload* payload = nullptr;   ///< payload of the last frame, or nullptr
+  bool trailer_crc = false;          ///< the sender appends wire::packet_crc32c, big-endian
+  const uint8_t* header = nullptr;   ///< link header, frame headers and payload of all frames but the last one's
+  uint16_t header_bytes = 0;         ///< even
+  const Payload* payload = nullptr;  ///< payload of the last frame, or nullptr
 };
 
 class Output {

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <bit>
 
-
 namespace gradgate::core {
 
 namespace {
@@ -355,7 +354,8 @@ void Link::acknowledge(SentPacket& packet, Nanoseconds now) {
   --in_flight_;
   report_.delivered_bytes += packet.bytes;
   for (uint8_t i = 0; i < packet.frames; ++i)
-    if (SentFrame& frame = packet.frame[i]; frame.flow != nullptr) frame.flow->source->delivered(*frame.flow, frame.id, now);
+    if (SentFrame& frame = packet.frame[i]; frame.flow != nullptr)
+      frame.flow->source->delivered(*frame.flow, frame.id, now);
 }
 
 void Link::declare_lost(SentPacket& packet) {
@@ -464,7 +464,6 @@ void Link::report(Nanoseconds now) {
   report_.demand_bytes = has_data() ? config_.max_packet_bytes : 0;
   budget_->report(config_.lane, report_);
   report_ = {};
-  if (config_.lane == 0) budget_->run(now);
 }
 
 }  // namespace gradgate::core

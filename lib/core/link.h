@@ -19,15 +19,15 @@ namespace gradgate::core {
 struct LinkConfig {
   uint32_t neighbour = kNoNeighbour;
   uint8_t lane = 0;
-  uint32_t remote_link = 0;      ///< the receiver's link id
-  uint32_t link_label = 0;       ///< label of packets that belong to no group: the receiver's site, context 0
-  bool trailer_crc = false;      ///< packets that we send end in a CRC32C
+  uint32_t remote_link = 0;          ///< the receiver's link id
+  uint32_t link_label = 0;           ///< label of packets that belong to no group: the receiver's site, context 0
+  bool trailer_crc = false;          ///< packets that we send end in a CRC32C
   uint32_t max_packet_bytes = 1472;  ///< link header to trailer
-  uint32_t chunk_bytes = 1024;   ///< largest payload of a frame; an ACK leaves room for it
-  uint32_t max_in_flight = 256;  ///< packets; a power of two
+  uint32_t chunk_bytes = 1024;       ///< largest payload of a frame; an ACK leaves room for it
+  uint32_t max_in_flight = 256;      ///< packets; a power of two
   Nanoseconds initial_rtt_ns = kMillisecond;
   Nanoseconds min_pto_ns = 2 * kMillisecond;  ///< below it a busy machine looks like a loss
-  bool peer = false;             ///< counts as WAN traffic
+  bool peer = false;                          ///< counts as WAN traffic
 };
 
 class Link {
@@ -132,24 +132,24 @@ class Link {
   Flow* flows_tail_ = nullptr;
   std::vector<SentPacket> sent_;
   uint64_t next_number_ = 1;
-  uint64_t oldest_ = 1;         ///< numbers below it are forgotten
+  uint64_t oldest_ = 1;           ///< numbers below it are forgotten
   uint64_t first_in_flight_ = 1;  ///< no number below it is in flight
   uint64_t largest_acked_ = 0;
   uint32_t in_flight_ = 0;
   uint32_t reordering_ = kInitialReordering;
   uint32_t pto_count_ = 0;
-  uint32_t probes_ = 0;         ///< packets that may go out beyond the window
+  uint32_t probes_ = 0;  ///< packets that may go out beyond the window
   bool ping_pending_ = false;
   Nanoseconds last_eliciting_sent_ = 0;
   Nanoseconds loss_time_ = kNever;
-  Nanoseconds next_send_ = 0;   ///< pacing
+  Nanoseconds next_send_ = 0;  ///< pacing
   Nanoseconds srtt_ = 0, rttvar_ = 0, latest_rtt_ = 0, min_rtt_ = 0;
   Nanoseconds next_report_ = 0;
   LaneReport report_;
 
   // receiving
   ReceiveWindow window_;
-  uint32_t unacked_ = 0;        ///< ack-eliciting packets received since the last ACK went out
+  uint32_t unacked_ = 0;  ///< ack-eliciting packets received since the last ACK went out
   uint32_t ce_count_ = 0;
   Nanoseconds ack_deadline_ = kNever;
   Nanoseconds largest_time_ = 0;

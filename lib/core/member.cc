@@ -12,8 +12,7 @@ Member::Member(const MemberConfig& config, Output& output, Observer& observer, N
     : config_(config), output_(output), observer_(observer) {
   config_.link.neighbour = 0;
   config_.link.chunk_bytes = config_.chunk_bytes;
-  for (uint8_t lane = 0; lane < config_.lanes; ++lane)
-    lanes_.push_back(std::make_unique<MemberLane>(*this, lane, now));
+  for (uint8_t lane = 0; lane < config_.lanes; ++lane) lanes_.push_back(std::make_unique<MemberLane>(*this, lane, now));
 }
 
 Member::~Member() = default;
@@ -45,16 +44,20 @@ bool Member::receive(const Arrival& arrival, Nanoseconds now) {
   return lanes_[arrival.link.lane]->receive(arrival, now);
 }
 
-void Member::poll(Nanoseconds now, uint32_t budget_packets) { links_.poll(now, budget_packets); }
+void Member::poll(Nanoseconds now, uint32_t budget_packets) {
+  links_.poll(now, budget_packets);
+}
 
-Nanoseconds Member::next_deadline() const { return links_.next_deadline(); }
+Nanoseconds Member::next_deadline() const {
+  return links_.next_deadline();
+}
 
 void Member::ping() {
   for (auto& lane : lanes_) lane->link().ping();
 }
 
-void Member::gateway_restarted(uint32_t remote_link, uint32_t local_link, uint32_t group_label,
-                               uint32_t own_label, Nanoseconds now) {
+void Member::gateway_restarted(uint32_t remote_link, uint32_t local_link, uint32_t group_label, uint32_t own_label,
+                               Nanoseconds now) {
   config_.link.remote_link = remote_link;
   config_.link.link_label = gg_label(gg_label_site(group_label), GG_CONTEXT_LINK);
   config_.local_link = local_link;

@@ -28,7 +28,7 @@ struct MemberConfig {
   uint32_t own_label = 0;       ///< the label that packets to us carry
   uint32_t local_link = 0;      ///< link id that packets to us carry
   bool trailer_crc_receive = false;
-  LinkConfig link;              ///< to the gateway; lane is filled in
+  LinkConfig link;  ///< to the gateway; lane is filled in
 };
 
 /// One collective. Owned by the caller, alive until `done`. Memory at `input` and `output` must stay valid until then;
@@ -50,8 +50,8 @@ struct Operation {
   // Set by the core.
   uint32_t call = 0;
   bool done = false;
-  uint64_t contributions = 0;   ///< chunks that still have to be copied out of `input`
-  uint64_t results = 0;         ///< chunks still expected
+  uint64_t contributions = 0;  ///< chunks that still have to be copied out of `input`
+  uint64_t results = 0;        ///< chunks still expected
 };
 
 class MemberLane;

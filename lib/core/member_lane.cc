@@ -50,7 +50,8 @@ void MemberLane::issue() {
     Segment& segment = segments_.front();
     Operation& operation = *segment.operation;
     const uint64_t k = segment.share.first + segment.issued * segment.share.stride;
-    const bool owned = segment.chunking.owners > 1 || operation.kind == GG_REDUCE_SCATTER || operation.kind == GG_ALL_GATHER;
+    const bool owned =
+        segment.chunking.owners > 1 || operation.kind == GG_REDUCE_SCATTER || operation.kind == GG_ALL_GATHER;
     Slot& s = slot(next_);
     s.index = next_;
     s.used = true;
@@ -226,7 +227,8 @@ bool MemberLane::on_result(const gg_frame& frame, const uint8_t* payload) {
 }
 
 bool MemberLane::on_low(const gg_frame& frame) {
-  if ((frame.index & (step() - 1)) != lane_ || serial_less(next_, frame.index)) return drop_frame(GG_DROP_BAD_WATERMARK);
+  if ((frame.index & (step() - 1)) != lane_ || serial_less(next_, frame.index))
+    return drop_frame(GG_DROP_BAD_WATERMARK);
   member_.counters_.frames_kept.add();
   if (serial_less(low_, frame.index)) {
     for (; low_ != frame.index; low_ += step()) slot(low_).used = false;

@@ -48,11 +48,11 @@ class MemberLane final : public FrameSource {
     bool used = false;
     bool source = false;
     bool expects_result = false;
-    bool delivered = false;         ///< CONTRIBUTION or READY acknowledged in this epoch
-    Operation* operation = nullptr; ///< until the result is in
+    bool delivered = false;          ///< CONTRIBUTION or READY acknowledged in this epoch
+    Operation* operation = nullptr;  ///< until the result is in
     uint64_t output_offset = 0;
     CallParameters call;
-    Payload retained;               ///< private copy of the contribution (rule 7)
+    Payload retained;  ///< private copy of the contribution (rule 7)
   };
 
   uint32_t step() const { return member_.config_.lanes; }
@@ -73,7 +73,7 @@ class MemberLane final : public FrameSource {
   std::vector<Slot> slots_;
   std::vector<uint8_t> memory_;  ///< window x chunk
   uint32_t low_;
-  uint32_t next_;                ///< index of the next chunk to be issued
+  uint32_t next_;  ///< index of the next chunk to be issued
 };
 
 }  // namespace gradgate::core

@@ -36,6 +36,7 @@ void PeerBudget::run(Nanoseconds now) {
     demanding += fresh.demand_bytes != 0;
     controller_.on_report(fresh, now);
   }
+  busy_ = demanding != 0;
   // A lane without demand keeps 1/(4 lanes) of the rate, so that its first packets need not wait for the next run;
   // the demanding ones share all of it.
   const uint64_t rate = controller_.rate_bits_per_second();

@@ -51,6 +51,8 @@ class PeerBudget {
   uint64_t granted(uint8_t lane) const { return mailboxes_[lane].grant.load(std::memory_order_relaxed); }
   /// By lane 0's core, at every poll; acts once an interval.
   void run(Nanoseconds now);
+  /// When run() wants to be called again: kNever while no lane had anything to send.
+  Nanoseconds next_run() const { return busy_ ? next_run_ : kNever; }
 
   Nanoseconds interval_ns() const { return interval_ns_; }
 
@@ -68,6 +70,7 @@ class PeerBudget {
   const uint8_t lanes_;
   const Nanoseconds interval_ns_;
   Nanoseconds next_run_ = 0;
+  bool busy_ = false;
   std::array<Mailbox, GG_MAX_LANES> mailboxes_;
   std::array<Seen, GG_MAX_LANES> seen_;
 };

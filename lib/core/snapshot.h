@@ -43,7 +43,7 @@ struct Group {
 
 struct GroupEntry {
   std::shared_ptr<Group> group;
-  std::vector<uint32_t> site_labels;         ///< peers' labels of the group, parallel to config.sites; 0 = not known yet
+  std::vector<uint32_t> site_labels;  ///< peers' labels of the group, parallel to config.sites; 0 = not known yet
   std::shared_ptr<const std::string> error;  ///< set: the group has failed; the text goes to every worker
 };
 

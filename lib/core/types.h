@@ -15,9 +15,15 @@ constexpr Nanoseconds kSecond = 1'000'000'000;
 constexpr Nanoseconds kNever = ~Nanoseconds{0};
 
 /// Serial number arithmetic, RFC 1982, 32 bits.
-constexpr bool serial_less(uint32_t a, uint32_t b) { return static_cast<int32_t>(a - b) < 0; }
-constexpr bool serial_less_equal(uint32_t a, uint32_t b) { return static_cast<int32_t>(a - b) <= 0; }
-constexpr uint32_t serial_max(uint32_t a, uint32_t b) { return serial_less(a, b) ? b : a; }
+constexpr bool serial_less(uint32_t a, uint32_t b) {
+  return static_cast<int32_t>(a - b) < 0;
+}
+constexpr bool serial_less_equal(uint32_t a, uint32_t b) {
+  return static_cast<int32_t>(a - b) <= 0;
+}
+constexpr uint32_t serial_max(uint32_t a, uint32_t b) {
+  return serial_less(a, b) ? b : a;
+}
 
 /// A counter with one writer (the lane's core) that other threads may read at any time.
 class Counter {

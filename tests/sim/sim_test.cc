@@ -46,9 +46,13 @@ void run_seeds(const char* what, uint64_t count, unsigned max_restarts) {
               static_cast<unsigned long long>(sum.restarts));
 }
 
-TEST(Sim, ResultsAreTheRankOrderSum) { run_seeds("ResultsAreTheRankOrderSum", 150, 0); }
+TEST(Sim, ResultsAreTheRankOrderSum) {
+  run_seeds("ResultsAreTheRankOrderSum", 150, 0);
+}
 
-TEST(Sim, GatewaysMayRestart) { run_seeds("GatewaysMayRestart", 150, 3); }
+TEST(Sim, GatewaysMayRestart) {
+  run_seeds("GatewaysMayRestart", 150, 3);
+}
 
 }  // namespace
 }  // namespace gradgate::sim

@@ -81,7 +81,7 @@ class World {
     uint64_t order;
     uint32_t destination;  ///< node
     uint8_t lane;
-    uint64_t epoch;        ///< of the destination: a crash loses what is under way to the process
+    uint64_t epoch;  ///< of the destination: a crash loses what is under way to the process
     std::vector<uint8_t> bytes;
   };
   struct Later {
