@@ -274,9 +274,11 @@ FrameFate GroupLane::on_announcement(uint32_t site, const gg_frame& frame, Nanos
 FrameFate GroupLane::on_watermark(uint32_t site, const gg_frame& frame, gg_drop& reason, Nanoseconds now) {
   const uint32_t watermark = frame.index;
   const uint32_t low = frame.call;
-  // Nobody completes what is beyond the window, and low is at most everybody's watermark, ours included.
-  if (((watermark | low) & (step() - 1)) != lane_ || serial_less(low_ + window_span(), watermark) ||
-      serial_less(site_watermarks_[self_], low)) {
+  // Nobody completes what is beyond the window, which starts at the newer of both lows; and low is at most everybody's
+  // watermark, ours included.
+  const bool own_lane = (watermark & (step() - 1)) == lane_ && (low & (step() - 1)) == lane_;
+  if (!own_lane || serial_less(site_watermarks_[self_], low) ||
+      serial_less(serial_max(low_, low) + window_span(), watermark)) {
     reason = GG_DROP_BAD_WATERMARK;
     return FrameFate::kDropped;
   }

@@ -325,6 +325,7 @@ bool Link::on_ack(const gg_frame& frame, const uint8_t* payload, Nanoseconds now
     // Only packets that elicit an acknowledgement are ever in flight.
     sample_rtt(now - packet.time, frame.call * kMicrosecond);
   }
+  const uint64_t acked_before = largest_acked_;
   largest_acked_ = std::max(largest_acked_, largest);
   for (uint32_t i = 0; i < frame.count; ++i) {
     if (ranges[i].last < oldest_) break;
@@ -333,10 +334,12 @@ bool Link::on_ack(const gg_frame& frame, const uint8_t* payload, Nanoseconds now
       if (packet.state == SentState::kInFlight) {
         acknowledge(packet, now);
       } else if (packet.state == SentState::kLost) {
-        // Spurious: packets are reordered by more than we thought (RFC 9002 section 6.1.1, RFC 8985).
+        // Spurious. If a later packet was acknowledged earlier, packets are reordered by more than we thought
+        // (RFC 9002 section 6.1.1, RFC 8985 section 6.2); else a probe timeout was too early.
         counters_->packets_spurious.add();
-        reordering_ = static_cast<uint32_t>(
-            std::min<uint64_t>(std::max<uint64_t>(reordering_, largest_acked_ - n + 1), kMaxReordering));
+        if (n < acked_before)
+          reordering_ = static_cast<uint32_t>(
+              std::min<uint64_t>(std::max<uint64_t>(reordering_, acked_before - n + 1), kMaxReordering));
         ++in_flight_;
         acknowledge(packet, now);
       }
@@ -375,6 +378,8 @@ void Link::declare_lost(SentPacket& packet) {
 void Link::detect_losses(Nanoseconds now) {
   const Nanoseconds delay = loss_delay();
   loss_time_ = kNever;
+  // Below oldest_ stand newer numbers in the same places.
+  first_in_flight_ = std::max(first_in_flight_, oldest_);
   while (first_in_flight_ < next_number_ && sent(first_in_flight_).state != SentState::kInFlight) ++first_in_flight_;
   for (uint64_t n = first_in_flight_; n < largest_acked_; ++n) {
     SentPacket& packet = sent(n);
@@ -414,7 +419,7 @@ void Link::probe(Nanoseconds now) {
   probes_ = 2;
   last_eliciting_sent_ = now;
   uint32_t chosen = 0;
-  for (uint64_t n = std::max(oldest_, first_in_flight_); n < next_number_ && chosen < 2; ++n) {
+  for (uint64_t n = std::max(first_in_flight_, oldest_); n < next_number_ && chosen < 2; ++n) {
     if (sent(n).state != SentState::kInFlight) continue;
     declare_lost(sent(n));
     ++chosen;

@@ -17,16 +17,31 @@ void LinkScheduler::poll(Nanoseconds now, uint32_t budget_packets) {
     link = following;
   }
   active = nullptr;
+  Link* served = nullptr;
+  Link** served_end = &served;
   while (turn != nullptr) {
     Link* link = turn;
     turn = link->next_active;
     link->next_active = nullptr;
-    link->in_active_list = false;
     const uint32_t share = std::min(kTurn, budget_packets);
     const uint32_t before = link->in_flight();
     if (!output_full) output_full = !link->service(now, share);
-    budget_packets -= std::min(budget_packets, link->in_flight() - std::min(before, link->in_flight()));
+    const uint32_t sent = link->in_flight() - std::min(before, link->in_flight());
+    budget_packets -= std::min(budget_packets, sent);
+    if (sent > 0 && link->wants_turn(now)) {
+      *served_end = link;
+      served_end = &link->next_active;
+      continue;
+    }
+    link->in_active_list = false;
     if (link->wants_turn(now)) link->list();
+  }
+  // Those that had their turn stand behind those that budget or output left out.
+  while (served != nullptr) {
+    Link* link = served;
+    served = link->next_active;
+    link->in_active_list = false;
+    link->list();
   }
 }
 

@@ -33,19 +33,19 @@ class TimerWheel {
     timer.deadline = deadline;
     if (deadline == kNever) return;
     const uint64_t tick = deadline / kTick < tick_ ? tick_ : deadline / kTick;
-    link(timer, static_cast<uint32_t>(tick % kSlots));
+    link(timer, slots_[tick % kSlots]);
   }
 
   void disarm(Timer& timer) { arm(timer, kNever); }
 
   /// Fires what is due at `now`. A timer may arm itself or others while it fires.
   void advance(Nanoseconds now) {
-    const uint64_t target = now / kTick;
-    if (tick_ + kSlots < target) tick_ = target - kSlots;  // one full round visits every slot
-    for (;; ++tick_) {
-      fire_slot(static_cast<uint32_t>(tick_ % kSlots), now);
-      if (tick_ >= target) break;
-    }
+    uint64_t tick = tick_;
+    const uint64_t target = now / kTick < tick ? tick : now / kTick;
+    if (tick + kSlots < target) tick = target - kSlots;  // one full round visits every slot
+    // What is armed for the past meanwhile goes to a slot that is still to come.
+    tick_ = target;
+    for (; tick <= target; ++tick) fire_slot(slots_[tick % kSlots], now);
   }
 
   /// Earliest time at which advance() may have something to do; kNever if no timer is armed.
@@ -63,11 +63,11 @@ class TimerWheel {
   }
 
  private:
-  void link(Timer& timer, uint32_t slot) {
-    timer.next = slots_[slot];
+  void link(Timer& timer, Timer*& list) {
+    timer.next = list;
     if (timer.next != nullptr) timer.next->previous = &timer.next;
-    slots_[slot] = &timer;
-    timer.previous = &slots_[slot];
+    list = &timer;
+    timer.previous = &list;
     ++armed_;
   }
 
@@ -79,22 +79,21 @@ class TimerWheel {
     --armed_;
   }
 
-  void fire_slot(uint32_t slot, Nanoseconds now) {
-    // What fires may re-arm into this slot: take the due ones off first.
+  void fire_slot(Timer*& slot, Nanoseconds now) {
+    // What fires may re-arm into this slot: take the due ones off first. They stay armed, in a list of their own, so
+    // that what fires may also move or disarm them.
     Timer* due = nullptr;
-    for (Timer* t = slots_[slot]; t != nullptr;) {
+    for (Timer* t = slot; t != nullptr;) {
       Timer* following = t->next;
       if (t->deadline <= now) {
         unlink(*t);
-        t->next = due;
-        due = t;
+        link(*t, due);
       }
       t = following;
     }
     while (due != nullptr) {
       Timer* t = due;
-      due = t->next;
-      t->next = nullptr;
+      unlink(*t);
       t->deadline = kNever;
       t->fire(t->owner, now);
     }
