@@ -6,11 +6,15 @@
 #include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "config/site.h"
@@ -81,13 +85,53 @@ void print(const std::string& file, const char* kind, const std::vector<config::
   for (const config::Fault& fault : faults) fmt::print(stderr, "{}{}\n", kind, config::to_text(file, fault));
 }
 
-/// A second SIGINT or SIGTERM while stopping ends the program at once; the next start cleans up.
-void die_on_next_signal() {
-  struct sigaction action {};
-  action.sa_handler = [](int number) { std::_Exit(128 + number); };
-  ::sigaction(SIGINT, &action, nullptr);
-  ::sigaction(SIGTERM, &action, nullptr);
-}
+/// SIGINT and SIGTERM, taken by a thread of their own, as all others started later hold them back: the first one stops
+/// control, also one that comes before there is any, so that no XDP program is left behind; the second one ends the
+/// program at once, and the next start cleans up.
+class Signals {
+ public:
+  Signals() {
+    ::sigemptyset(&set_);
+    ::sigaddset(&set_, SIGINT);
+    ::sigaddset(&set_, SIGTERM);
+    ::pthread_sigmask(SIG_BLOCK, &set_, nullptr);
+    thread_ = std::thread([this] { wait(); });
+  }
+  ~Signals() {
+    done_ = true;
+    ::pthread_kill(thread_.native_handle(), SIGTERM);
+    thread_.join();
+  }
+  Signals(const Signals&) = delete;
+
+  /// nullptr: none any more.
+  void stops(control::Control* control) {
+    const std::lock_guard lock(mutex_);
+    control_ = control;
+    if (control_ != nullptr && pending_) control_->stop();
+  }
+
+ private:
+  void wait() {
+    for (bool first = true;; first = false) {
+      int number = 0;
+      ::sigwait(&set_, &number);
+      if (done_) return;
+      if (!first) std::_Exit(128 + number);
+      spdlog::info("signal {}: stopping; another one ends the program at once", number);
+      const std::lock_guard lock(mutex_);
+      pending_ = true;
+      if (control_ != nullptr) control_->stop();
+    }
+  }
+
+  sigset_t set_;
+  std::atomic<bool> done_{false};
+  std::mutex mutex_;
+  bool pending_ = false;
+  control::Control* control_ = nullptr;
+  std::thread thread_;
+};
 
 int run(const config::Site& site, const Arguments& arguments) {
   try {
@@ -100,16 +144,11 @@ int run(const config::Site& site, const Arguments& arguments) {
   options.eal = arguments.eal;
   options.debug = spdlog::default_logger()->should_log(spdlog::level::debug);
   try {
-    // A signal that comes before control handles it waits: it must not leave an XDP program behind. The lcores, started
-    // meanwhile, never take any.
-    sigset_t held;
-    ::sigemptyset(&held);
-    ::sigaddset(&held, SIGINT);
-    ::sigaddset(&held, SIGTERM);
-    ::pthread_sigmask(SIG_BLOCK, &held, nullptr);
+    Signals signals;
     const auto dataplane = dataplane::start(site, options);
-    control::Control control(site, *dataplane);
-    ::pthread_sigmask(SIG_UNBLOCK, &held, nullptr);
+    control::ControlOptions control_options;
+    control_options.signals = false;
+    control::Control control(site, *dataplane, control_options);
     control.on_listening([&] {
       std::string ports;
       for (const dataplane::PortStatus& port : dataplane->ports())
@@ -118,8 +157,9 @@ int run(const config::Site& site, const Arguments& arguments) {
       spdlog::info("gradgate: site {} ready: {} lanes on {} lcores, {} buffers for groups{}", site.name,
                    site.dataplane.lanes, dataplane->lcores().size(), dataplane->admissible_buffers(), ports);
     });
+    signals.stops(&control);
     control.run();
-    die_on_next_signal();
+    signals.stops(nullptr);
   } catch (const dataplane::StartError& error) {
     for (const std::string& fault : error.faults()) spdlog::error("cannot start: {}", fault);
     return kCannotStart;

@@ -73,6 +73,7 @@ void Membership::tick(core::Nanoseconds now) {
     Group* group = find(id);
     if (group == nullptr) continue;
     if (group->awaited_generation != 0 && builder_.adopted(group->awaited_generation)) installed(*group, now);
+    if (group->context != 0) answer_recover(*group);
     if (group->state == GroupState::kFailed && now - group->since >= kFailedLinger) {
       if (group->context != 0) builder_.remove_group(group->context, now);
       groups_.erase(id);

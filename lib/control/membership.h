@@ -83,6 +83,7 @@ struct Group {
     bool formed = false;
     std::vector<uint32_t> low;  ///< recovering: what it said
     bool told = false;          ///< recovering: our low
+    uint64_t asked = 0;         ///< it recovers and wants our low: this generation has its new link; 0 = nothing asked
   };
   Plan plan;
   GroupState state = GroupState::kPlanned;
@@ -194,6 +195,7 @@ class Membership {
   bool complete(const Group& group) const;
   std::vector<uint32_t> own_low(const Group& group) const;
   void send_recover(const Group& group, uint16_t site);
+  void answer_recover(Group& group);
   void try_recover(Group& group, core::Nanoseconds now);
   void on_recover(uint16_t site, const Json& message, core::Nanoseconds now);
   void on_recovered(uint16_t site, const Json& message, core::Nanoseconds now);

@@ -161,13 +161,26 @@ void Membership::on_recover(uint16_t site, const Json& message, core::Nanosecond
   Group::Site& state = group->sites.at(site);
   state.low = low;
   if (group->context != 0) {
-    // Our slots hold what the peer needs from our low on. A label is given when its slots are in use: with "formed".
-    const uint32_t label = group->state == GroupState::kRunning ? gg_label(site_.id, group->context) : 0;
-    peers_.send(site,
-                {{"type", "recovered"}, {"group_id", id}, {"low", builder_.low(group->context)}, {"label", label}});
+    state.asked = builder_.publish();
+    answer_recover(*group);
   } else if (complete(*group)) {
     peers_.send(site, {{"type", "recovered"}, {"group_id", id}, {"low", own_low(*group)}, {"label", 0}});
     try_recover(*group, now);
+  }
+}
+
+/// Our low is read when every lcore has the peer's new link: a watermark of the old one could still raise it, and the
+/// peer would start below what we have freed. Our slots hold what it needs from there on.
+void Membership::answer_recover(Group& group) {
+  for (auto& [site, state] : group.sites) {
+    if (state.asked == 0 || !builder_.adopted(state.asked)) continue;
+    state.asked = 0;
+    // A label is given when its slots are in use: with "formed".
+    const uint32_t label = group.state == GroupState::kRunning ? gg_label(site_.id, group.context) : 0;
+    peers_.send(site, {{"type", "recovered"},
+                       {"group_id", group.plan.group_id},
+                       {"low", builder_.low(group.context)},
+                       {"label", label}});
   }
 }
 

@@ -127,7 +127,7 @@ class GroupLane final : public FrameSource {
   void flush_watermarks();
   void queue_control(Flow& flow, uint8_t type);
   void look(Nanoseconds now);
-  void report_wait(const Slot& s, Event::Type type, Nanoseconds now);
+  bool report_wait(const Slot& s, Event::Type type, Nanoseconds now);
   bool emit(const Event& event);
   void fail();
   Flow& member_flow(uint32_t member) { return flows_[member]; }
@@ -152,6 +152,7 @@ class GroupLane final : public FrameSource {
   std::vector<Flow> flows_;                ///< members, then sites
   std::vector<uint16_t> member_of_rank_;   ///< position in config.members, or kNoMember
   std::vector<uint32_t> site_watermarks_;  ///< by position in config.sites
+  std::vector<const Link*> site_links_;    ///< whose watermark that is: a new link is a new epoch
   std::vector<uint16_t> site_position_of_rank_;
   uint32_t low_ = 0;
   uint32_t announced_low_ = 0, announced_watermark_ = 0;

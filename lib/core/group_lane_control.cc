@@ -38,6 +38,7 @@ GroupLane::GroupLane(const GroupConfig& config, uint8_t lane, uint16_t site, uin
   member_of_rank_.assign(config_.size, kNoMember);
   for (uint32_t m = 0; m < members_; ++m) member_of_rank_[config_.members[m].rank] = static_cast<uint16_t>(m);
   site_watermarks_.assign(sites_, low);
+  site_links_.assign(sites_, nullptr);
   for (uint32_t s = 0; s < sites_; ++s) {
     if (config_.sites[s].site == site) self_ = s;
     total_weight_ += config_.sites[s].weight;
@@ -77,7 +78,13 @@ void GroupLane::update(const GroupEntry& entry, const Snapshot& snapshot) {
     const uint32_t neighbour = to_member ? config_.members[flow.position].neighbour : config_.sites[site].neighbour;
     const uint32_t label = to_member ? config_.members[flow.position].label : entry.site_labels[site];
     const Neighbour* n = neighbour < snapshot.neighbours.size() ? snapshot.neighbours[neighbour].get() : nullptr;
-    Link* link = n == nullptr || label == 0 ? nullptr : n->lanes[lane_].get();
+    Link* const epoch = n == nullptr ? nullptr : n->lanes[lane_].get();
+    if (!to_member && epoch != site_links_[site]) {
+      // What a peer had passed above low is gone with its old epoch (rule 7).
+      site_links_[site] = epoch;
+      site_watermarks_[site] = low_;
+    }
+    Link* const link = label == 0 ? nullptr : epoch;
     if (link == flow.link && label == flow.label) continue;
     // A link that is gone has forgotten the flow already; one that stays under a new label has not.
     if (flow.link != nullptr && flow.link == link) flow.link->forget(flow);
@@ -125,7 +132,6 @@ void GroupLane::requeue_member(uint32_t member) {
 
 /// A peer that starts anew has nothing from low on; what it had acknowledged is gone with it (rule 7).
 void GroupLane::requeue_site(uint32_t site) {
-  site_watermarks_[site] = low_;
   for (uint32_t i = 0; i < config_.window; ++i) {
     Slot& s = slot(low_ + (i << lane_shift_));
     if ((s.flags & kUsed) == 0) continue;
@@ -192,15 +198,14 @@ void GroupLane::look(Nanoseconds now) {
     if (site != self_) queue_control(site_flow(site), GG_READY);
   const Nanoseconds waited = now - s.since;
   if (waited >= config_.call_timeout_ns && !timed_out_) {
-    timed_out_ = true;
-    report_wait(s, Event::Type::kTimeout, now);
+    timed_out_ = report_wait(s, Event::Type::kTimeout, now);
   } else if (waited >= config_.stall_report_ns && now - last_stall_report_ >= config_.stall_report_ns) {
     last_stall_report_ = now;
     report_wait(s, Event::Type::kStall, now);
   }
 }
 
-void GroupLane::report_wait(const Slot& s, Event::Type type, Nanoseconds now) {
+bool GroupLane::report_wait(const Slot& s, Event::Type type, Nanoseconds now) {
   Event event;
   event.type = type;
   event.index = s.index;
@@ -230,7 +235,7 @@ void GroupLane::report_wait(const Slot& s, Event::Type type, Nanoseconds now) {
       ++event.missing_site_count;
     }
   }
-  emit(event);
+  return emit(event);
 }
 
 bool GroupLane::emit(const Event& event) {

@@ -186,7 +186,7 @@ bool Link::send_packet(Nanoseconds now) {
   packet.time = now;
   packet.bytes = bytes + (payload == nullptr ? 0 : payload->length);
   packet.state = SentState::kInFlight;
-  ++in_flight_;
+  published_in_flight_.set(++in_flight_);
   if (probes_ > 0) --probes_;
   last_eliciting_sent_ = now;
   counters_->frames_sent.add(packet.frames);
@@ -354,7 +354,7 @@ bool Link::on_ack(const gg_frame& frame, const uint8_t* payload, Nanoseconds now
 
 void Link::acknowledge(SentPacket& packet, Nanoseconds now) {
   packet.state = SentState::kDone;
-  --in_flight_;
+  published_in_flight_.set(--in_flight_);
   report_.delivered_bytes += packet.bytes;
   for (uint8_t i = 0; i < packet.frames; ++i)
     if (SentFrame& frame = packet.frame[i]; frame.flow != nullptr)
@@ -364,7 +364,7 @@ void Link::acknowledge(SentPacket& packet, Nanoseconds now) {
 void Link::declare_lost(SentPacket& packet) {
   if (packet.state != SentState::kInFlight) return;
   packet.state = SentState::kLost;
-  --in_flight_;
+  published_in_flight_.set(--in_flight_);
   counters_->packets_lost.add();
   report_.lost_bytes += packet.bytes;
   for (uint8_t i = 0; i < packet.frames; ++i) {

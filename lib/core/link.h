@@ -82,7 +82,8 @@ class Link {
 
   Nanoseconds last_heard() const { return last_heard_.get(); }
   Nanoseconds smoothed_rtt() const { return published_rtt_.get(); }
-  uint32_t in_flight() const { return in_flight_; }
+  /// Packets that wait for an acknowledgement; control reads it at any time.
+  uint32_t in_flight() const { return static_cast<uint32_t>(published_in_flight_.get()); }
   const LinkConfig& config() const { return config_; }
 
   Link* next_active = nullptr;  ///< in the lane's list of links with something to do
@@ -155,6 +156,7 @@ class Link {
   Nanoseconds largest_time_ = 0;
   Counter last_heard_;
   Counter published_rtt_;
+  Counter published_in_flight_;
 };
 
 }  // namespace gradgate::core

@@ -26,6 +26,7 @@ void MemberLane::restart(Nanoseconds now) {
   flow_.link = link_.get();
   flow_.label = member_.config_.group_label;
   flow_.clear_chunks();
+  if (member_.failed_) return;
   for (uint32_t index = low_; index != next_; index += step()) {
     Slot& s = slot(index);
     s.delivered = false;
@@ -103,8 +104,8 @@ void MemberLane::queue(const Slot& s) {
 bool MemberLane::build(Flow& flow, FrameId& id, gg_frame& frame, const Payload*& payload) {
   const Slot& s = slot(id.index);
   if (!live(s, id.index) || s.delivered) return false;
-  // READYs of one call go out as a range that ends at the last index.
-  while (id.type == GG_READY && flow.has_chunks()) {
+  // READYs of one call go out as a range that ends at the last index; its count has 16 bits.
+  while (id.type == GG_READY && id.count != 0xFFFF && flow.has_chunks()) {
     const FrameId& following = flow.front();
     const Slot& other = slot(following.index);
     if (following.index != id.index + step() || following.type != GG_READY || !live(other, following.index) ||

@@ -105,8 +105,8 @@ void Lcore::sleep() {
     sleeps_.add();
   }
   sleeping_.store(false, std::memory_order_relaxed);
-  uint64_t value = 0;
-  if ((fds[0].revents & POLLIN) != 0 && ::read(wake_fd_, &value, sizeof value) < 0 && errno != EAGAIN) wake_fd_ = -1;
+  uint64_t wakes = 0;
+  if ((fds[0].revents & POLLIN) != 0) static_cast<void>(::read(wake_fd_, &wakes, sizeof wakes) == 0);
   const core::Nanoseconds time = clock_ns();
   idle_ns_.add(time - now_);
   now_ = time;

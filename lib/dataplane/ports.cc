@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 #include <linux/ethtool.h>
+#include <linux/if_xdp.h>
 #include <linux/sockios.h>
 #include <net/if.h>
 #include <rte_dev.h>
@@ -264,6 +265,11 @@ PortStatus Port::status() const {
     out.tx_packets = stats.opackets;
     out.tx_bytes = stats.obytes;
   }
+  // The PMD leaves out what did not fit into the receive ring (facts 3.2, 10).
+  xdp_statistics socket_stats{};
+  socklen_t bytes = sizeof socket_stats;
+  if (wait_fd >= 0 && ::getsockopt(wait_fd, SOL_XDP, XDP_STATISTICS, &socket_stats, &bytes) == 0)
+    out.rx_missed = socket_stats.rx_dropped + socket_stats.rx_ring_full;
   out.buffers = buffers;
   out.buffers_free = rte_mempool_avail_count(pool);
   return out;

@@ -139,12 +139,9 @@ struct Difference {
 
 TEST_F(AdmissionTest, OtherCallsAreOneMismatchThatNamesBoth) {
   const std::vector<Difference> differences{
-      {"call", [](auto& c) { c.call = 1; }},
-      {"kind", [](auto& c) { c.kind = GG_REDUCE; }},
-      {"dtype", [](auto& c) { c.dtype = GG_INT32; }},
-      {"op", [](auto& c) { c.op = GG_AVERAGE; }},
-      {"root", [](auto& c) { c.root = 1; }},
-      {"elements", [](auto& c) { c.elements = 3; }},
+      {"call", [](auto& c) { c.call = 1; }},          {"kind", [](auto& c) { c.kind = GG_REDUCE; }},
+      {"dtype", [](auto& c) { c.dtype = GG_INT32; }}, {"op", [](auto& c) { c.op = GG_AVERAGE; }},
+      {"root", [](auto& c) { c.root = 1; }},          {"elements", [](auto& c) { c.elements = 3; }},
       {"length", [](auto& c) { c.length = 4; }},
   };
   for (const Difference& difference : differences) {

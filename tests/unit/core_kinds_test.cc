@@ -25,7 +25,9 @@ core::CallParameters call_of(uint8_t kind, uint16_t root, uint16_t op = GG_SUM) 
 }
 
 /// Powers of two, so that a sum tells who is in it: rank r contributes {2^r, 0}.
-Floats value_of(unsigned rank) { return {static_cast<float>(1u << rank), 0}; }
+Floats value_of(unsigned rank) {
+  return {static_cast<float>(1u << rank), 0};
+}
 
 struct Expectation {
   const char* name;
@@ -42,7 +44,9 @@ struct Expectation {
   float result;             ///< its first element
 };
 
-void PrintTo(const Expectation& e, std::ostream* out) { *out << e.name; }
+void PrintTo(const Expectation& e, std::ostream* out) {
+  *out << e.name;
+}
 
 class KindsTest : public GatewayTest, public ::testing::WithParamInterface<Expectation> {};
 

@@ -148,7 +148,8 @@ TEST_F(LinkTest, EveryFrameArrivesWhateverIsLost) {
   std::set<uint64_t> arrived;
   size_t looked = 0;
   const Nanoseconds end = now_ + 100 * kSecond;
-  while (now_ < end && std::set<uint32_t>(source.delivered_indices.begin(), source.delivered_indices.end()).size() < 500) {
+  while (now_ < end &&
+         std::set<uint32_t>(source.delivered_indices.begin(), source.delivered_indices.end()).size() < 500) {
     poll();
     for (; looked < output_.sent.size(); ++looked) {
       state = state * 6364136223846793005u + 1442695040888963407u;

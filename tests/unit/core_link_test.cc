@@ -186,7 +186,8 @@ TEST_F(LinkTest, RefusedPacketsAreNotLostAndKeepTheirOrder) {
   drain();
   EXPECT_EQ(indices_sent(), (Indices{0, 1, 2, 4, 5, 6, 7, 8, 9}));
   EXPECT_EQ(output_.frames(3, GG_WATERMARK).size(), 1u);
-  for (size_t i = 0; i < output_.sent.size(); ++i) EXPECT_EQ(output_.sent[i].link.number, i + 1) << "numbers without holes";
+  for (size_t i = 0; i < output_.sent.size(); ++i)
+    EXPECT_EQ(output_.sent[i].link.number, i + 1) << "numbers without holes";
 }
 
 TEST_F(LinkTest, RefusedAcknowledgementIsSentLater) {

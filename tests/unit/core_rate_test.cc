@@ -23,8 +23,9 @@ TEST_P(PacingTest, SendsAtTheConfiguredRate) {
     }
     poll();
     for (const SentPacket& packet : output_.sent) bytes += packet.bytes;
-    if (!output_.sent.empty()) link_->on_ack(ack_frame({{1, output_.sent.back().link.number}}).header,
-                                             ack_frame({{1, output_.sent.back().link.number}}).payload.data(), now_);
+    if (!output_.sent.empty())
+      link_->on_ack(ack_frame({{1, output_.sent.back().link.number}}).header,
+                    ack_frame({{1, output_.sent.back().link.number}}).payload.data(), now_);
     output_.sent.clear();
     now_ = std::min(begin + span, std::max(now_ + 1, scheduler_.next_deadline()));
   }

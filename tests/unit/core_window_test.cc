@@ -56,7 +56,8 @@ TEST(ReceiveWindow, ZeroAndTooOldCountAsSeen) {
 }
 
 TEST(ReceiveWindow, JumpsForgetWhatWasBefore) {
-  for (const uint64_t jump : {ReceiveWindow::kBits - 1, ReceiveWindow::kBits, ReceiveWindow::kBits + 1, uint64_t{1} << 33}) {
+  for (const uint64_t jump :
+       {ReceiveWindow::kBits - 1, ReceiveWindow::kBits, ReceiveWindow::kBits + 1, uint64_t{1} << 33}) {
     ReceiveWindow window;
     for (uint64_t n = 1; n <= 100; ++n) window.record(n);
     window.record(100 + jump);
@@ -164,7 +165,8 @@ TEST(TimerWheel, EmptyHasNoDeadline) {
 
 TEST(TimerWheel, FiresAtItsTimeAndNotBefore) {
   // Same slot as now, next slot, last slot of the round, beyond one round, far beyond.
-  for (const Nanoseconds delay : {Nanoseconds{1}, kTick, kRound - 1, kRound, kRound + 1, 5 * kRound + 7, 600 * kSecond}) {
+  for (const Nanoseconds delay :
+       {Nanoseconds{1}, kTick, kRound - 1, kRound, kRound + 1, 5 * kRound + 7, 600 * kSecond}) {
     TimerWheel wheel;
     std::vector<int> log;
     Alarm alarm(log, 1);
