@@ -2,7 +2,7 @@
 """The body of tests/run.sh: one tier after the other, counted by test case.
 
 style  clang-format-14 of every *.h *.cc *.c
-unit, sim, bpf, fuzz  the meson suite of that name, in build/
+unit, sim, bpf, fuzz  the meson suite of that name, in build/; unit: and pytest of tests/unit/python
 net    pytest of tests/net, with the programs of build/
 asan   suites unit and sim in build-asan/, with the address and undefined-behaviour sanitizers
 
@@ -60,9 +60,10 @@ def run_logged(argv, log, **options):
 _built = {}
 
 
-def build(directory, *options):
+def build(directory, *options, fuzzers=False):
     """Configures and builds once a run; True if it succeeded, otherwise the errors were printed."""
-    if directory not in _built:
+    key = directory, fuzzers
+    if key not in _built:
         begin = time.monotonic()
         name = os.path.basename(directory)
         say(f"building {name}/ …")
@@ -71,14 +72,15 @@ def build(directory, *options):
         if not os.path.exists(os.path.join(directory, "build.ninja")):
             status, text = run_logged(["meson", "setup", directory, ROOT, *options], log)
         if status == 0:
-            status, text = run_logged(["ninja", "-C", directory], log)
-        _built[directory] = status == 0
+            # The fuzzers are targets that only tests need.
+            status, text = run_logged(["ninja", "-C", directory, "all", *(["meson-test-prereq"] if fuzzers else [])], log)
+        _built[key] = status == 0
         say(f"building {name}/ {'done' if status == 0 else 'FAILED'} ({time.monotonic() - begin:.0f} s)")
         if status != 0:
             errors = [index for index, line in enumerate(text.splitlines()) if re.search(r"FAILED:|ERROR|error:", line)]
             lines = text.splitlines()[errors[0] if errors else -60:]
             say("\n".join(lines[:60]) + f"\nlog: {log}")
-    return _built[directory]
+    return _built[key]
 
 
 def run_suite(suite, directory, log_prefix, environment=None):
@@ -163,11 +165,11 @@ def tier_style():
     return Count(failed=1)
 
 
-def tier_net():
-    report = os.path.join(LOGS, "net.xml")
-    folder = os.path.join(ROOT, "tests", "net")
+def run_pytest(folder):
+    """The pytest files of one folder below tests/."""
+    report = os.path.join(LOGS, folder.replace("/", "-") + ".xml")
     done = subprocess.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rs", f"--junit-xml={report}",
-                           folder], stdin=subprocess.DEVNULL, env={**os.environ, "GRADGATE_BUILD": BUILD}, cwd=ROOT)
+                           os.path.join(ROOT, "tests", folder)], stdin=subprocess.DEVNULL, env={**os.environ, "GRADGATE_BUILD": BUILD}, cwd=ROOT)
     if done.returncode == 5:  # nothing collected
         return Count()
     count = read_report(report)[0] if os.path.exists(report) else Count()
@@ -193,9 +195,12 @@ def run_tier(tier):
         if not build(BUILD_ASAN, "--buildtype=debugoptimized", "-Db_sanitize=address,undefined", "-Db_lundef=false"):
             return Count(failed=1)
         return tier_asan()
-    if not build(BUILD, "--buildtype=release"):
+    if not build(BUILD, "--buildtype=release", fuzzers=tier == "fuzz"):
         return Count(failed=1)
-    return tier_net() if tier == "net" else run_suite(tier, BUILD, tier)
+    if tier == "net":
+        return run_pytest("net")
+    count = run_suite(tier, BUILD, tier)
+    return count + run_pytest("unit/python") if tier == "unit" else count
 
 
 def main(tiers):
