@@ -31,6 +31,10 @@ FrameFate GroupLane::receive_from_member(uint32_t neighbour, const gg_frame& fra
     reason = GG_DROP_GROUP_FAILED;
     return FrameFate::kDropped;
   }
+  if (frame.root >= config_.size) {
+    reason = GG_DROP_BAD_FRAME;
+    return FrameFate::kDropped;
+  }
   switch (frame.type) {
     case GG_CONTRIBUTION:
       return on_contribution(member, frame, payload, buffer, now, reason);
@@ -52,6 +56,10 @@ FrameFate GroupLane::receive_from_peer(uint32_t neighbour, const gg_frame& frame
   }
   if (failed_) {
     reason = GG_DROP_GROUP_FAILED;
+    return FrameFate::kDropped;
+  }
+  if (frame.root >= config_.size) {
+    reason = GG_DROP_BAD_FRAME;
     return FrameFate::kDropped;
   }
   switch (frame.type) {
@@ -93,7 +101,7 @@ FrameFate GroupLane::admit(const gg_frame& frame, uint16_t rank, Nanoseconds now
   if ((s.flags & kUsed) == 0) {
     const bool fits =
         has_length ? is_consistent(call) && call.length <= config_.chunk_bytes : call.kind != GG_KIND_NONE;
-    if (!fits || call.root >= config_.size) {
+    if (!fits) {
       reason = GG_DROP_BAD_FRAME;
       return FrameFate::kDropped;
     }
@@ -162,13 +170,13 @@ void GroupLane::release(Payload& payload) {
 FrameFate GroupLane::on_contribution(uint32_t member, const gg_frame& frame, uint8_t* payload, Buffer buffer,
                                      Nanoseconds now, gg_drop& reason) {
   const uint16_t rank = frame.source;
-  Slot* s = nullptr;
-  const FrameFate fate = admit(frame, rank, now, reason, s);
-  if (fate != FrameFate::kKept) return fate;
-  if (!is_source(s->call, rank)) {
+  if (!is_source(call_of(frame), rank)) {
     reason = GG_DROP_NOT_A_SOURCE;
     return FrameFate::kDropped;
   }
+  Slot* s = nullptr;
+  const FrameFate fate = admit(frame, rank, now, reason, s);
+  if (fate != FrameFate::kKept) return fate;
   const uint32_t pos = position(frame.index);
   uint8_t& state = member_state(pos, member);
   // Tested before the buffer is kept (rule 6).
@@ -216,17 +224,19 @@ FrameFate GroupLane::on_ready(uint32_t member, const gg_frame& frame, Nanosecond
 
 FrameFate GroupLane::on_partial(uint32_t site, const gg_frame& frame, uint8_t* payload, Buffer buffer, Nanoseconds now,
                                 gg_drop& reason) {
-  Slot* s = nullptr;
-  const FrameFate fate = admit(frame, rank_of_site(site, call_of(frame)), now, reason, s);
-  if (fate != FrameFate::kKept) return fate;
-  if (!decides(self_, *s)) {
+  // Before a slot is opened: a refused frame must not say what the others are compared with.
+  const CallParameters call = call_of(frame);
+  if (!decides(self_, call, frame.index)) {
     reason = GG_DROP_WRONG_ROOT;
     return FrameFate::kDropped;
   }
-  if (!site_has_source(site, s->call)) {
+  if (!site_has_source(site, call)) {
     reason = GG_DROP_NOT_A_SOURCE;
     return FrameFate::kDropped;
   }
+  Slot* s = nullptr;
+  const FrameFate fate = admit(frame, rank_of_site(site, call), now, reason, s);
+  if (fate != FrameFate::kKept) return fate;
   const uint32_t pos = position(frame.index);
   uint8_t& state = site_state(pos, site);
   if ((state & kHavePartial) != 0 || (s->flags & kResultDone) != 0) return FrameFate::kDuplicate;
@@ -243,13 +253,14 @@ FrameFate GroupLane::on_partial(uint32_t site, const gg_frame& frame, uint8_t* p
 
 FrameFate GroupLane::on_result(uint32_t site, const gg_frame& frame, uint8_t* payload, Buffer buffer, Nanoseconds now,
                                gg_drop& reason) {
-  Slot* s = nullptr;
-  const FrameFate fate = admit(frame, rank_of_site(site, call_of(frame)), now, reason, s);
-  if (fate != FrameFate::kKept) return fate;
-  if (!sharded(s->call) || root_site(frame.index) != site || !site_has_sink(self_, s->call)) {
+  const CallParameters call = call_of(frame);
+  if (!sharded(call) || root_site(frame.index) != site) {
     reason = GG_DROP_WRONG_ROOT;
     return FrameFate::kDropped;
   }
+  Slot* s = nullptr;
+  const FrameFate fate = admit(frame, rank_of_site(site, call), now, reason, s);
+  if (fate != FrameFate::kKept) return fate;
   if ((s->flags & kResultDone) != 0) return FrameFate::kDuplicate;
   if (frame.length > 0 && environment_.pool->below_reserve()) {
     reason = GG_DROP_POOL_EXHAUSTED;
@@ -316,8 +327,8 @@ void GroupLane::complete_partial(Slot& s, Nanoseconds now) {
 
   // To every decider that has not passed the index, even if the result is known here (rule 7).
   for (uint32_t site = 0; site < sites_; ++site)
-    if (site != self_ && decides(site, s)) queue_to_site(s, site, GG_PARTIAL);
-  if (decides(self_, s) && (s.flags & kResultDone) == 0) {
+    if (site != self_ && decides(site, s.call, s.index)) queue_to_site(s, site, GG_PARTIAL);
+  if (decides(self_, s.call, s.index) && (s.flags & kResultDone) == 0) {
     site_state(pos, self_) |= kHavePartial;
     ++s.partials;
     try_complete_result(s, now);
@@ -374,8 +385,8 @@ uint32_t GroupLane::root_site(uint32_t index) const {
   return site;
 }
 
-bool GroupLane::decides(uint32_t site, const Slot& s) const {
-  return sharded(s.call) ? root_site(s.index) == site : site_has_sink(site, s.call);
+bool GroupLane::decides(uint32_t site, const CallParameters& call, uint32_t index) const {
+  return sharded(call) ? root_site(index) == site : site_has_sink(site, call);
 }
 
 bool GroupLane::site_has_sink(uint32_t site, const CallParameters& call) const {

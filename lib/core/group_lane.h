@@ -109,7 +109,7 @@ class GroupLane final : public FrameSource {
   void result_known(Slot& s, Nanoseconds now);
   bool sharded(const CallParameters& call) const;
   uint32_t root_site(uint32_t index) const;
-  bool decides(uint32_t site, const Slot& s) const;
+  bool decides(uint32_t site, const CallParameters& call, uint32_t index) const;
   bool site_has_sink(uint32_t site, const CallParameters& call) const;
   bool site_has_source(uint32_t site, const CallParameters& call) const;
   uint16_t rank_of_site(uint32_t site, const CallParameters& call) const;

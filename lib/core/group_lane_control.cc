@@ -136,7 +136,7 @@ void GroupLane::requeue_site(uint32_t site) {
     Slot& s = slot(low_ + (i << lane_shift_));
     if ((s.flags & kUsed) == 0) continue;
     site_state(position(s.index), site) &= static_cast<uint8_t>(~(kSiteQueued | kSiteDelivered));
-    if ((s.flags & kPartialDone) != 0 && decides(site, s)) queue_to_site(s, site, GG_PARTIAL);
+    if ((s.flags & kPartialDone) != 0 && decides(site, s.call, s.index)) queue_to_site(s, site, GG_PARTIAL);
     if ((s.flags & kResultDone) != 0 && sharded(s.call) && root_site(s.index) == self_ && site_has_sink(site, s.call))
       queue_to_site(s, site, GG_RESULT);
   }

@@ -15,6 +15,8 @@ constexpr uint32_t kMaxHeaderBytes =
 /// Pacing lets a late sender catch up by this much, so that timer granularity does not cost rate.
 constexpr Nanoseconds kPacingBurst = 250 * kMicrosecond;
 constexpr uint32_t kPacingBurstPackets = 16;
+/// In front of the link header, in the commonest modality: the rate is that of the wire.
+constexpr uint32_t kWireOverheadBytes = 14 + 20 + 8;
 
 }  // namespace
 
@@ -106,6 +108,7 @@ bool Link::service(Nanoseconds now, uint32_t budget_packets) {
   bool room = true;
   while (room && budget_packets-- > 0 && has_data() && can_send(now)) room = send_packet(now);
   if (room && ack_due(now)) room = send_ack_only(now);
+  if (budget_ != nullptr) budget_->set_demand(config_.lane, demand_bytes());
   rearm(now);
   return room;
 }
@@ -273,7 +276,7 @@ bool Link::transmit(uint8_t* header, uint32_t header_bytes, const Payload* paylo
     if (rate == 0) {
       next_send_ = now + budget_->interval_ns();
     } else {
-      const Nanoseconds each = bytes * 8 * kSecond / rate;
+      const Nanoseconds each = (bytes + kWireOverheadBytes) * 8 * kSecond / rate;
       const Nanoseconds burst = std::max(kPacingBurst, kPacingBurstPackets * each);
       next_send_ = std::max(next_send_, now > burst ? now - burst : 0) + each;
     }
@@ -326,6 +329,7 @@ bool Link::on_ack(const gg_frame& frame, const uint8_t* payload, Nanoseconds now
     sample_rtt(now - packet.time, frame.call * kMicrosecond);
   }
   const uint64_t acked_before = largest_acked_;
+  const uint32_t in_flight_before = in_flight_;
   largest_acked_ = std::max(largest_acked_, largest);
   for (uint32_t i = 0; i < frame.count; ++i) {
     if (ranges[i].last < oldest_) break;
@@ -345,7 +349,7 @@ bool Link::on_ack(const gg_frame& frame, const uint8_t* payload, Nanoseconds now
       }
     }
   }
-  pto_count_ = 0;
+  if (in_flight_ != in_flight_before) pto_count_ = 0;  // RFC 9002 section 6.2.1: something new was acknowledged
   detect_losses(now);
   if (has_data()) list();
   rearm(now);
@@ -466,7 +470,7 @@ void Link::rearm(Nanoseconds now) {
 void Link::report(Nanoseconds now) {
   if (now < next_report_) return;
   next_report_ = now + budget_->interval_ns();
-  report_.demand_bytes = has_data() ? config_.max_packet_bytes : 0;
+  report_.demand_bytes = demand_bytes();
   budget_->report(config_.lane, report_);
   report_ = {};
 }

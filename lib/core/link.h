@@ -119,6 +119,7 @@ class Link {
   Nanoseconds loss_delay() const;
   void rearm(Nanoseconds now);
   void report(Nanoseconds now);
+  uint64_t demand_bytes() const { return has_data() ? config_.max_packet_bytes : 0; }
 
   LinkConfig config_;
   TimerWheel* wheel_ = nullptr;

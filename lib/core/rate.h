@@ -47,6 +47,8 @@ class PeerBudget {
 
   /// By the lane's core: adds to what lane 0 has not read yet.
   void report(uint8_t lane, const LaneReport& report);
+  /// By the lane's core: whether packets wait for the rate. A lane that has nothing to send leaves its share to others.
+  void set_demand(uint8_t lane, uint64_t bytes) { mailboxes_[lane].demand_bytes.set(bytes); }
   /// By the lane's core: bits per second that the lane may send now.
   uint64_t granted(uint8_t lane) const { return mailboxes_[lane].grant.load(std::memory_order_relaxed); }
   /// By lane 0's core, at every poll; acts once an interval.

@@ -42,14 +42,24 @@ def wait_until(what, function, deadline=10.0):
 # ---- gateways
 
 
-def start(make_lab, *, group="", sites=2, workers=2, capture=True, lab_options=None, **site_options):
-    """A lab whose gateways run, with the counts of an idle gateway in lab.idle. group: lines of the [group] section.
-    site_options: of Lab.write_site_file(), for every site."""
+def write_site_file(lab, site, *, group="", dataplane="", **options):
+    """Lab.write_site_file() with further lines for its [dataplane] and a [group] section."""
+    if group:
+        options["extra"] = f"\n[group]\n{group}\n" + options.get("extra", "")
+    path = lab.write_site_file(site, **options)
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text.replace("[dataplane]\n", f"[dataplane]\n{dataplane}\n"))
+    return path
+
+
+def start(make_lab, *, sites=2, workers=2, capture=True, lab_options=None, **site_options):
+    """A lab whose gateways run, with the free buffers of idle gateways in lab.idle. site_options: of
+    write_site_file(), for every site."""
     need(GATEWAY, PKTGEN, LIBRARY)
     lab = make_lab(sites=sites, workers=workers, **(lab_options or {}))
-    if group:
-        site_options["extra"] = f"\n[group]\n{group}\n" + site_options.get("extra", "")
-    lab.configs = {site.id: lab.write_site_file(site, **site_options) for site in lab.sites}
+    lab.configs = {site.id: write_site_file(lab, site, **site_options) for site in lab.sites}
     if capture and shutil.which("tcpdump"):
         for site in lab.sites:
             for interface in ("lan", "wan"):

@@ -22,7 +22,8 @@ TEST_P(PacingTest, SendsAtTheConfiguredRate) {
       next += 1000;
     }
     poll();
-    for (const SentPacket& packet : output_.sent) bytes += packet.bytes;
+    // The rate is that of the wire: Ethernet, IPv4 and UDP headers count.
+    for (const SentPacket& packet : output_.sent) bytes += packet.bytes + 14 + 20 + 8;
     if (!output_.sent.empty())
       link_->on_ack(ack_frame({{1, output_.sent.back().link.number}}).header,
                     ack_frame({{1, output_.sent.back().link.number}}).payload.data(), now_);
