@@ -148,7 +148,8 @@ GG_API gg_result_t gg_all_gather(gg_comm_t comm, const void* send, void* recv, s
 GG_API gg_result_t gg_broadcast(gg_comm_t comm, void* buffer, size_t count, gg_dtype_t dtype, int32_t root,
                                 gg_request_t* request);
 
-/* At rank root: recv[i] = op over all ranks of send[i]; recv is not used elsewhere. send == recv is allowed. */
+/* At rank root: recv[i] = op over all ranks of send[i]; recv is not used elsewhere. send == recv is allowed. At other
+ * ranks complete when `send` may be written again; whether the group agreed shows at their next call. */
 GG_API gg_result_t gg_reduce(gg_comm_t comm, const void* send, void* recv, size_t count, gg_dtype_t dtype, gg_op_t op,
                              int32_t root, gg_request_t* request);
 

@@ -32,10 +32,14 @@ uint32_t wanted_window(const Demand& demand) {
   return static_cast<uint32_t>(std::clamp<uint64_t>(total / demand.lanes, kMinWindow, kMaxWindow));
 }
 
+bool fits(const Demand& demand, const Room& room, uint32_t window) {
+  return buffers_needed(demand, window) <= buffers_left(room);
+}
+
 uint32_t fitting_window(const Demand& demand, const Room& room, uint32_t limit) {
   uint32_t window = limit;
-  while (window >= kMinWindow && buffers_needed(demand, window) > buffers_left(room)) window /= 2;
-  return window >= kMinWindow ? window : 0;
+  while (window > kMinWindow && buffers_needed(demand, window) > buffers_left(room) / 2) window /= 2;
+  return window >= kMinWindow && fits(demand, room, window) ? window : 0;
 }
 
 std::string no_room_text(const std::string& group, const Demand& demand, const Room& room) {

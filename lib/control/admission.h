@@ -30,7 +30,10 @@ struct Room {
 /// Slots per lane that keep the slowest peer's pipe full: 3 RTT, 3.5 RTT with three and more sites.
 uint32_t wanted_window(const Demand& demand);
 
-/// The largest power of two up to `limit` that fits; 0 if kMinWindow does not.
+bool fits(const Demand& demand, const Room& room, uint32_t window);
+
+/// The largest power of two up to `limit` that takes at most half of what is left, so that later groups find room too;
+/// kMinWindow if it fits at all, else 0.
 uint32_t fitting_window(const Demand& demand, const Room& room, uint32_t limit);
 
 /// Why kMinWindow does not fit: needed, left, and the slots per lane that would fit.

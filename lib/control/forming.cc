@@ -310,8 +310,7 @@ void Membership::install(Group& group, const std::vector<uint32_t>& low, core::N
   const Demand needed = demand(sites, group.members.size(), group.plan.lanes, group.plan.chunk_bytes);
   const Room left = room(group.plan.tenant);
   Refusal refusal{507, "no_memory", no_room_text(group.plan.name(), needed, left)};
-  if (fitting_window(needed, left, group.plan.window) == group.plan.window &&
-      builder_.has_room_for(group.members.size())) {
+  if (fits(needed, left, group.plan.window) && builder_.has_room_for(group.members.size())) {
     std::map<uint16_t, WorkerAddress> workers;
     for (const auto& [rank, member] : group.members) workers[rank] = member.request.address;
     group.context = builder_.add_group(group.plan, workers, low, now);

@@ -199,7 +199,7 @@ Reply Membership::joined(const Group& group, const Member& member) const {
                 {"own_label", label},
                 {"trailer_crc_send", true},
                 {"trailer_crc_receive", false},
-                {"max_in_flight", builder_.worker_max_in_flight()},
+                {"max_in_flight", builder_.worker_max_in_flight(group.members.size())},
                 {"heartbeat_ms", std::clamp<uint64_t>(worker_timeout_ms / 10, 10, 1000)},
                 {"worker_timeout_ms", worker_timeout_ms},
                 {"call_timeout_ms", site_.group.call_timeout_ns / core::kMillisecond}};

@@ -90,8 +90,9 @@ void SnapshotBuilder::set_peer(size_t position, uint32_t local_link, uint32_t re
   changed_ = true;
 }
 
-uint32_t SnapshotBuilder::worker_max_in_flight() const {
-  return std::clamp<uint32_t>(std::bit_floor(256u / site_.dataplane.lanes), 64, 256);
+uint32_t SnapshotBuilder::worker_max_in_flight(size_t workers) const {
+  const uint64_t flows = uint64_t{site_.dataplane.lanes} * workers;
+  return static_cast<uint32_t>(std::clamp<uint64_t>(std::bit_floor(kWorkerBurst / flows), 16, 64));
 }
 
 std::optional<SnapshotBuilder::Attachment> SnapshotBuilder::attachment(const config::Ip4& ip) const {
@@ -142,7 +143,7 @@ uint32_t SnapshotBuilder::take_context(core::Nanoseconds now) {
   return static_cast<uint32_t>(groups_.size() - 1);
 }
 
-void SnapshotBuilder::put_worker(uint32_t index, uint32_t label, const WorkerAddress& address) {
+void SnapshotBuilder::put_worker(uint32_t index, uint32_t label, const WorkerAddress& address, size_t workers) {
   const Attachment attached = attachment(address.ip).value_or(Attachment{});
   core::LinkConfig link;
   link.neighbour = index;
@@ -151,7 +152,7 @@ void SnapshotBuilder::put_worker(uint32_t index, uint32_t label, const WorkerAdd
   link.trailer_crc = false;  // the UDP checksum is always valid towards sockets (DESIGN section 4)
   link.max_packet_bytes = site_.ports[attached.port].mtu_bytes - kUdp4HeaderBytes;
   link.chunk_bytes = site_.dataplane.chunk_bytes;
-  link.max_in_flight = worker_max_in_flight();
+  link.max_in_flight = worker_max_in_flight(workers);
   link.initial_rtt_ns = core::kMillisecond;
 
   auto neighbour = std::make_shared<core::Neighbour>(link, static_cast<uint8_t>(site_.dataplane.lanes));
@@ -206,7 +207,7 @@ uint32_t SnapshotBuilder::add_group(const Plan& plan, const std::map<uint16_t, W
   std::vector<Worker> workers;
   for (const auto& [rank, address] : addresses) {
     const uint32_t index = take_index();
-    put_worker(index, gg_label(site_.id, context), address);
+    put_worker(index, gg_label(site_.id, context), address, workers.size());
     workers.push_back({rank, index});
   }
   core::GroupEntry& entry = groups_[context];
@@ -229,7 +230,7 @@ uint32_t SnapshotBuilder::worker_link(uint32_t context, uint16_t rank) const {
 }
 
 void SnapshotBuilder::replace_worker(uint32_t context, uint16_t rank, const WorkerAddress& address) {
-  put_worker(worker_index(context, rank), gg_label(site_.id, context), address);
+  put_worker(worker_index(context, rank), gg_label(site_.id, context), address, workers_.at(context).size());
 }
 
 void SnapshotBuilder::set_site_label(uint32_t context, uint16_t site, uint32_t label) {

@@ -83,7 +83,10 @@ class SnapshotBuilder {
     config::Ip4 gateway;
   };
   std::optional<Attachment> attachment(const config::Ip4& ip) const;
-  uint32_t worker_max_in_flight() const;
+  /// Packets per lane that each of a group's local workers may have on the way: bursts of all of them fit into half of
+  /// a port's receive ring of 2048 packets, as far as 16 a lane allow.
+  uint32_t worker_max_in_flight(size_t workers) const;
+  static constexpr uint64_t kWorkerBurst = 1024;
 
  private:
   struct FreeIndex {
@@ -102,7 +105,7 @@ class SnapshotBuilder {
   uint32_t link_of(uint32_t index) { return random_() << 16 | index; }
   uint32_t take_index();
   uint32_t take_context(core::Nanoseconds now);
-  void put_worker(uint32_t index, uint32_t label, const WorkerAddress& address);
+  void put_worker(uint32_t index, uint32_t label, const WorkerAddress& address, size_t workers);
   core::GroupConfig group_config(const Plan& plan, uint32_t context, const std::vector<Worker>& workers) const;
   uint32_t worker_index(uint32_t context, uint16_t rank) const;
   static core::Nanoseconds heard(const core::Neighbour* neighbour);

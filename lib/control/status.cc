@@ -83,6 +83,7 @@ Json status_json(const View& view) {
                      {"rx_bytes", port.rx_bytes},
                      {"rx_missed", port.rx_missed},
                      {"rx_no_buffer_polls", port.rx_no_buffer_polls},
+                     {"answered", port.answered},
                      {"tx_packets", port.tx_packets},
                      {"tx_bytes", port.tx_bytes},
                      {"buffers", port.buffers},
