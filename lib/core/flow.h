@@ -53,6 +53,15 @@ struct Flow {
   FrameId& front() { return ring[head & (ring.size() - 1)]; }
   void pop() { ++head; }
   void clear_chunks() { head = tail = 0; }
+  /// If the ring is full, drops the frames that `needed(id)` denies: only stale ones can have filled it.
+  template <class Needed>
+  void make_room(Needed needed) {
+    if (queued() < ring.size()) return;
+    const uint32_t end = tail;
+    tail = head;
+    for (uint32_t i = head; i != end; ++i)
+      if (const FrameId id = ring[i & (ring.size() - 1)]; needed(id)) push(id);
+  }
 };
 
 }  // namespace gradgate::core

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frames in, sums, results: the packet path of a group's lane. Links, timers and reports are in
-// group_lane_control.cc.
+// Frames in, sums, results: the packet path of a group's lane. What goes out is in group_lane_send.cc; links, timers
+// and reports are in group_lane_control.cc.
 #include <algorithm>
 
 #include "core/group_lane.h"
@@ -20,6 +20,11 @@ CallParameters GroupLane::call_of(const gg_frame& frame) {
   return call;
 }
 
+bool GroupLane::refuses(const gg_frame& frame, gg_drop& reason) const {
+  reason = failed_ ? GG_DROP_GROUP_FAILED : GG_DROP_BAD_FRAME;
+  return failed_ || frame.root >= config_.size;
+}
+
 FrameFate GroupLane::receive_from_member(uint32_t neighbour, const gg_frame& frame, uint8_t* payload, Buffer buffer,
                                          Nanoseconds now, gg_drop& reason) {
   const uint16_t member = frame.source < config_.size ? member_of_rank_[frame.source] : kNoMember;
@@ -27,14 +32,7 @@ FrameFate GroupLane::receive_from_member(uint32_t neighbour, const gg_frame& fra
     reason = GG_DROP_WRONG_SOURCE;
     return FrameFate::kDropped;
   }
-  if (failed_) {
-    reason = GG_DROP_GROUP_FAILED;
-    return FrameFate::kDropped;
-  }
-  if (frame.root >= config_.size) {
-    reason = GG_DROP_BAD_FRAME;
-    return FrameFate::kDropped;
-  }
+  if (refuses(frame, reason)) return FrameFate::kDropped;
   switch (frame.type) {
     case GG_CONTRIBUTION:
       return on_contribution(member, frame, payload, buffer, now, reason);
@@ -54,14 +52,7 @@ FrameFate GroupLane::receive_from_peer(uint32_t neighbour, const gg_frame& frame
     reason = GG_DROP_WRONG_SOURCE;
     return FrameFate::kDropped;
   }
-  if (failed_) {
-    reason = GG_DROP_GROUP_FAILED;
-    return FrameFate::kDropped;
-  }
-  if (frame.root >= config_.size) {
-    reason = GG_DROP_BAD_FRAME;
-    return FrameFate::kDropped;
-  }
+  if (refuses(frame, reason)) return FrameFate::kDropped;
   switch (frame.type) {
     case GG_PARTIAL:
       return on_partial(site, frame, payload, buffer, now, reason);
@@ -417,75 +408,6 @@ void GroupLane::queue_to_site(Slot& s, uint32_t site, uint8_t type) {
   if ((state & (kSiteQueued | kSiteDelivered)) != 0 || serial_less(s.index, site_watermarks_[site])) return;
   state |= kSiteQueued;
   push(site_flow(site), {s.index, 1, type});
-}
-
-bool GroupLane::build(Flow& flow, FrameId& id, gg_frame& frame, const Payload*& payload) {
-  frame.type = id.type;
-  frame.source = config_.sites[self_].site;
-  if (id.type == GG_WATERMARK) {
-    const bool to_member = flow.position < members_;
-    frame.index = to_member ? low_ : site_watermarks_[self_];
-    frame.call = low_;
-    return true;
-  }
-  if (id.type == GG_ERROR) {
-    payload = &error_payload_;
-    return true;
-  }
-  if (id.type == GG_READY) id.index = site_watermarks_[self_];
-  if (id.type != GG_READY && !needed(flow, id)) return false;
-  const Slot& s = slot(id.index);
-  if (!live(s, id.index)) return false;
-  frame.kind = s.call.kind;
-  frame.dtype = s.call.dtype;
-  frame.index = s.index;
-  frame.call = s.call.call;
-  frame.elements = s.call.elements;
-  frame.root = s.call.root;
-  frame.op = s.call.op;
-  frame.count = id.count;
-  if (id.type == GG_READY) return true;
-  frame.count = id.type == GG_PARTIAL ? s.sources : config_.size;
-  payload = id.type == GG_PARTIAL ? &s.partial : &s.result;
-  return true;
-}
-
-bool GroupLane::needed(const Flow& flow, const FrameId& id) {
-  const Slot& s = slot(id.index);
-  if (!live(s, id.index)) return false;
-  const uint32_t pos = position(id.index);
-  if (flow.position < members_) return (member_state(pos, flow.position) & kDelivered) == 0;
-  const uint32_t site = flow.position - members_;
-  return (site_state(pos, site) & kSiteDelivered) == 0 && !serial_less(id.index, site_watermarks_[site]);
-}
-
-void GroupLane::delivered(Flow& flow, const FrameId& id, Nanoseconds now) {
-  if (id.type != GG_RESULT && id.type != GG_PARTIAL) return;
-  Slot& s = slot(id.index);
-  if (!live(s, id.index)) return;
-  const uint32_t pos = position(id.index);
-  if (flow.position >= members_) {
-    site_state(pos, flow.position - members_) |= kSiteDelivered;
-    return;
-  }
-  uint8_t& state = member_state(pos, flow.position);
-  if ((state & kDelivered) != 0) return;
-  state |= kDelivered;
-  ++s.delivered;
-  if (s.index == site_watermarks_[self_]) advance_watermark(now);
-}
-
-void GroupLane::lost(Flow& flow, const FrameId& id) {
-  switch (id.type) {
-    case GG_WATERMARK:  // the current value goes out, not the lost one (rule 5)
-    case GG_ERROR:
-      queue_control(flow, id.type);
-      return;
-    case GG_READY:  // repeated anyway for as long as the call waits
-      return;
-    default:
-      if (needed(flow, id)) push(flow, id);
-  }
 }
 
 bool GroupLane::passed(const Slot& s) const {

@@ -90,6 +90,7 @@ class GroupLane final : public FrameSource {
   bool live(const Slot& s, uint32_t index) const { return (s.flags & kUsed) != 0 && s.index == index; }
 
   static CallParameters call_of(const gg_frame& frame);
+  bool refuses(const gg_frame& frame, gg_drop& reason) const;
   FrameFate admit(const gg_frame& frame, uint16_t rank, Nanoseconds now, gg_drop& reason, Slot*& out);
   FrameFate mismatch(const Slot& s, const gg_frame& frame, uint16_t rank, gg_drop& reason);
   FrameFate on_contribution(uint32_t member, const gg_frame& frame, uint8_t* payload, Buffer buffer, Nanoseconds now,

@@ -145,16 +145,7 @@ void GroupLane::requeue_site(uint32_t site) {
 
 void GroupLane::push(Flow& flow, const FrameId& id) {
   if (flow.link == nullptr) return;  // update() queues what is needed once the link is there
-  if (flow.queued() == flow.ring.size()) {
-    // Only stale frames can have filled it.
-    const uint32_t end = flow.tail;
-    const uint32_t begin = flow.head;
-    flow.tail = flow.head;
-    for (uint32_t i = begin; i != end; ++i) {
-      const FrameId queued = flow.ring[i & (flow.ring.size() - 1)];
-      if (needed(flow, queued)) flow.push(queued);
-    }
-  }
+  flow.make_room([&](const FrameId& queued) { return needed(flow, queued); });
   flow.push(id);
   flow.link->activate(flow);
 }

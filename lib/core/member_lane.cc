@@ -88,15 +88,10 @@ void MemberLane::issue() {
 }
 
 void MemberLane::queue(const Slot& s) {
-  if (flow_.queued() == flow_.ring.size()) {
-    const uint32_t end = flow_.tail;
-    const uint32_t begin = flow_.head;
-    flow_.tail = flow_.head;
-    for (uint32_t i = begin; i != end; ++i) {
-      const FrameId id = flow_.ring[i & (flow_.ring.size() - 1)];
-      if (live(slot(id.index), id.index) && !slot(id.index).delivered) flow_.push(id);
-    }
-  }
+  flow_.make_room([&](const FrameId& id) {
+    const Slot& other = slot(id.index);
+    return live(other, id.index) && !other.delivered;
+  });
   flow_.push({s.index, 1, static_cast<uint8_t>(s.source ? GG_CONTRIBUTION : GG_READY)});
   link_->activate(flow_);
 }
