@@ -207,7 +207,7 @@ uint32_t SnapshotBuilder::add_group(const Plan& plan, const std::map<uint16_t, W
   std::vector<Worker> workers;
   for (const auto& [rank, address] : addresses) {
     const uint32_t index = take_index();
-    put_worker(index, gg_label(site_.id, context), address, workers.size());
+    put_worker(index, gg_label(site_.id, context), address, addresses.size());
     workers.push_back({rank, index});
   }
   core::GroupEntry& entry = groups_[context];
