@@ -31,7 +31,9 @@ struct gg_request {
 
 namespace {
 
-constexpr uint32_t kDefaultJoinTimeoutMs = 300'000;
+/// Longer than a gateway's default of 5 min: its answer names the ranks that are missing, and must come first.
+constexpr uint32_t kDefaultJoinTimeoutMs = 330'000;
+constexpr int32_t kMaxGroupSize = 8192;  ///< what gateways take (lib/control/PROTOCOL.md)
 constexpr uint32_t kNoLimit = UINT32_MAX;
 
 thread_local std::string t_last_error;
@@ -79,8 +81,8 @@ client::JoinRequest read_config(const gg_config_t* given, uint32_t& join_timeout
   request.token = text(config.token, "token");
   request.job = text(config.job, "job");
   request.group = config.group == nullptr ? "default" : text(config.group, "group");
-  if (config.size < 1 || config.size > UINT16_MAX)
-    reject("config.size is " + std::to_string(config.size) + "; it must be from 1 to 65535");
+  if (config.size < 1 || config.size > kMaxGroupSize)
+    reject("config.size is " + std::to_string(config.size) + "; it must be from 1 to " + std::to_string(kMaxGroupSize));
   if (config.rank < 0 || config.rank >= config.size)
     reject("config.rank is " + std::to_string(config.rank) +
            "; it must be from 0 to size - 1 = " + std::to_string(config.size - 1));

@@ -68,7 +68,7 @@ typedef struct {
   const char* group;        /* NULL: "default" */
   int32_t rank;             /* 0 <= rank < size */
   int32_t size;             /* ranks of the group */
-  uint32_t join_timeout_ms; /* how long to wait for the other ranks; 0: 300000 */
+  uint32_t join_timeout_ms; /* how long to wait for the other ranks; 0: 330000 */
   const char* address;      /* own IPv4 address or interface name for gradients; NULL: the one that reaches `gateway` */
 } gg_config_t;
 

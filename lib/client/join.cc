@@ -83,6 +83,20 @@ Membership parse_answer(const json& answer, const JoinRequest& request, uint32_t
                     "the gateway refused the join: " + body["error"].get<std::string>(), slug);
 }
 
+/// The gateway holds its answer back until the group has formed: that none came says who is late, not that it is dead.
+HttpResponse post_join(HttpConnection& connection, const JoinRequest& request, const std::string& body,
+                       core::Nanoseconds deadline, int cancel_fd) {
+  try {
+    return connection.post("/v1/join", body, deadline, cancel_fd);
+  } catch (const ClientError& e) {
+    if (e.code() != GG_ERROR_TIMEOUT || !request.restore_plan.empty()) throw;
+    throw ClientError(GG_ERROR_TIMEOUT,
+                      "group " + request.job + "/" + request.group + " of " + std::to_string(request.size) +
+                          " ranks has not formed within join_timeout: GET http://" + request.gateway_host + ":" +
+                          std::to_string(request.gateway_port) + "/v1/groups names the ranks that are missing");
+  }
+}
+
 bool worth_retrying(const ClientError& error) {
   switch (error.code()) {
     case GG_ERROR_UNREACHABLE:
@@ -124,7 +138,7 @@ Joined join(HttpConnection connection, const JoinRequest& request, core::Nanosec
   } catch (const json::exception& e) {
     throw ClientError(GG_ERROR_ARGUMENT, std::string("tenant, token, job or group is not UTF-8: ") + e.what());
   }
-  const HttpResponse response = connection.post("/v1/join", text, deadline, cancel_fd);
+  const HttpResponse response = post_join(connection, request, text, deadline, cancel_fd);
   if (response.status != 200) throw_refusal(response);
   if (!connection.is_open())
     throw ClientError(GG_ERROR_UNREACHABLE, "the gateway closed the connection after the join");

@@ -47,7 +47,7 @@ TEST(ClientConfig, SaysWhatIsWrong) {
   EXPECT_EQ(refusal(config), "config.rank is -1; it must be from 0 to size - 1 = 1");
   config = good_config();
   config.size = 70000;
-  EXPECT_EQ(refusal(config), "config.size is 70000; it must be from 1 to 65535");
+  EXPECT_EQ(refusal(config), "config.size is 70000; it must be from 1 to 8192");
   config = good_config();
   config.address = "no-such-interface";
   EXPECT_NE(refusal(config).find("there are: lo (127.0.0.1)"), std::string::npos);

@@ -229,17 +229,18 @@ TEST(Refused, MemoryThatDoesNotFitSaysTheNumbers) {
 
 TEST(Memory, TheWindowShrinksToWhatFitsEverywhereAndIsAccounted) {
   World world(2);
-  world.at(2).dataplane.buffers = 1500;  // 64 slots x 4 lanes x 4 = 1024 fit, twice as many do not
+  world.at(2).dataplane.buffers = 1500;  // 32 slots x 4 lanes x 4 = 512 are at most half, twice as many are more
   const std::vector<Pending*> joins = world.run_group(2, 1);
-  EXPECT_EQ(joins[0]->plan()["window"], 64);
-  EXPECT_EQ(world.at(2).membership.buffers_used(), 1024u);
-  EXPECT_EQ(world.at(2).membership.tenant_bytes_used("lab"), 1024u * 4096);
+  EXPECT_EQ(joins[0]->plan()["window"], 32);
+  EXPECT_EQ(world.at(2).membership.buffers_used(), 512u);
+  EXPECT_EQ(world.at(2).membership.tenant_bytes_used("lab"), 512u * 4096);
   EXPECT_EQ(world.at(2).membership.tenant_bytes_used("other"), 0u);
   // What the first group holds is not there for the second.
   Pending& second = world.join(2, 0, 1, {.job = "bert"});
   world.deliver();
   ASSERT_EQ(second.status(), 200) << second.error();
-  EXPECT_EQ(second.plan()["window"], 32) << "476 buffers are left: 32 x 4 lanes x (1 + 1 + 1) = 384";
+  EXPECT_EQ(second.plan()["window"], 32)
+      << "988 buffers are left: 32 x 4 lanes x (1 + 1 + 1) = 384, twice as many are more than half";
 }
 
 TEST(Memory, TheWindowCoversThreeRoundTrips) {

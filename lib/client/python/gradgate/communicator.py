@@ -2,6 +2,7 @@
 """One rank of a group."""
 
 import collections
+import operator
 import os
 import threading
 
@@ -26,11 +27,20 @@ def _milliseconds(seconds, name):
     return int(seconds * 1000)
 
 
+def _int32(number, name):
+    """`number`, which ctypes would otherwise cut to 32 bits without a word."""
+    number = operator.index(number)
+    if not -(2**31) <= number < 2**31:
+        raise ValueError("%s is %d: it must fit 32 bits" % (name, number))
+    return number
+
+
 class Work:
     """An operation that goes on in the background. Its buffers must not be touched until it is complete."""
 
     def __init__(self, request, buffers):
         self._request = request
+        self._process = os.getpid()
         self._buffers = buffers  # memory that the library still uses
 
     def wait(self, timeout=None):
@@ -64,7 +74,8 @@ class Work:
         return bool(done.value)
 
     def __del__(self):
-        library.gg_request_free(self._request)
+        if os.getpid() == self._process:  # a lock of the library may be held for ever in a fork
+            library.gg_request_free(self._request)
 
 
 class Communicator:
@@ -89,7 +100,7 @@ class Communicator:
     """
 
     def __init__(
-        self, gateway, tenant, token, job, group="default", *, rank, size, join_timeout=300.0, address=None
+        self, gateway, tenant, token, job, group="default", *, rank, size, join_timeout=330.0, address=None
     ):
         self._handle = None
         self._pending = collections.deque()  # Work that may still use memory, oldest first
@@ -101,9 +112,11 @@ class Communicator:
         for name, text in texts.items():
             if not isinstance(text, str) and not (text is None and name == "address"):
                 raise TypeError("%s is a %s: it must be a str" % (name, type(text).__name__))
+            if text is not None and "\0" in text:
+                raise ValueError("%s contains a NUL character" % name)
             setattr(config, name, None if text is None else text.encode())
-        config.rank = rank
-        config.size = size
+        config.rank = _int32(rank, "rank")
+        config.size = _int32(size, "size")
         config.join_timeout_ms = max(1, _milliseconds(join_timeout, "join_timeout"))
         handle = c_void_p()
         check(library.gg_comm_init(byref(handle), byref(config)))
@@ -126,6 +139,8 @@ class Communicator:
         with self._lock:
             if self._handle is None:
                 raise _library.Error("the communicator is closed", "argument")
+            if os.getpid() != self._process:  # the thread that would do the work is not here: it would never end
+                raise _library.Error("the communicator was made before a fork(): make one in each process", "argument")
             check(function(self._handle, *arguments, byref(request)))
             work = Work(request, buffers)
             while self._pending and self._pending[0].is_completed():
@@ -210,13 +225,14 @@ class Communicator:
         Returns: x. Raises: as all_reduce.
         """
         v = view(x, summed=False)
-        self._submit(library.gg_broadcast, (v.pointer, v.count, v.dtype, root), v).wait()
+        self._submit(library.gg_broadcast, (v.pointer, v.count, v.dtype, _int32(root, "root")), v).wait()
         return x
 
     def reduce(self, x, root=0, op="sum"):
         """As all_reduce, but only rank `root` gets the result; x of the others stays as it is. Returns: x."""
         v = view(x)
-        self._submit(library.gg_reduce, (v.pointer, v.pointer, v.count, v.dtype, _op(op), root), v).wait()
+        arguments = (v.pointer, v.pointer, v.count, v.dtype, _op(op), _int32(root, "root"))
+        self._submit(library.gg_reduce, arguments, v).wait()
         return x
 
     def barrier(self):
