@@ -241,10 +241,15 @@ void HttpServer::accept() {
     }
     if (registry_->sessions.size() >= limits_.connections) {
       ++refused_;
-      static constexpr char kFull[] =
-          "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+      const std::string body = fmt::format(
+          R"({{"code":"too_many_connections","error":"{} connections are open already: close some, or try again"}})",
+          limits_.connections);
+      const std::string answer = fmt::format(
+          "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: {}\r\n"
+          "Connection: close\r\n\r\n{}",
+          body.size(), body);
       socket.non_blocking(true, error);
-      socket.write_some(asio::buffer(kFull, sizeof kFull - 1), error);
+      socket.write_some(asio::buffer(answer), error);
     } else {
       const uint64_t id = next_id_++;
       error_code ignored;
