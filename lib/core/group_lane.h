@@ -141,7 +141,6 @@ class GroupLane final : public FrameSource {
   const uint32_t sites_;
   uint32_t self_ = 0;  ///< position of this site in config.sites
   uint32_t total_weight_ = 0;
-  uint32_t ranks_in_sites_ = 0;
 
   Environment environment_{};
   Timer look_timer_;

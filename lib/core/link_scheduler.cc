@@ -7,7 +7,7 @@ namespace gradgate::core {
 
 void LinkScheduler::poll(Nanoseconds now, uint32_t budget_packets) {
   wheel.advance(now);
-  output_full = false;
+  bool output_full = false;
   // Links list themselves in front; served in the order in which they came, or the last ones would starve the first.
   Link* turn = nullptr;
   for (Link* link = active; link != nullptr;) {

@@ -15,7 +15,6 @@ struct LinkScheduler {
 
   TimerWheel wheel;
   Link* active = nullptr;
-  bool output_full = false;
 
   /// Fires timers and serves the links, at most about `budget_packets` packets.
   void poll(Nanoseconds now, uint32_t budget_packets);
